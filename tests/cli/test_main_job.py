@@ -183,6 +183,7 @@ USER_ERRORS = [
     ("ftk-checkpoint verify /nowhere", "/nowhere"),
     ("ftk-checkpoint explode", "unknown command 'explode'"),
     ("ftk-data stats /nowhere", "/nowhere"),
+    ("ftk-data stats DATA,DATA", "no such folder; give one folder"),
     ("ftk-data show /nowhere --task glm_blank", "/nowhere"),
     ("ftk-data show /nowhere", "--task is missing; there are: causal_lm, classification, cloze, denoising, glm_blank"),
     (
