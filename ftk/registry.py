@@ -109,8 +109,8 @@ class Registry:
             recipe: for architectures, what a training of this size uses where the user gives nothing.
 
         Raises:
-            UserError: the name is taken (both places are named), `config` is not a dataclass, or a text names nothing;
-                no name is given.
+            UserError: the name is taken (both places are named), `config` is not a dataclass, or not one of those that
+                the class asks for by `OPTIONS`, or a text names nothing; no name is given.
         """
         if not isinstance(name, str):
             raise UserError(f"{named(name)} is registered without a name; write @register_{self.kind}('NAME')")
@@ -124,6 +124,9 @@ class Registry:
             if config is not None and not (isinstance(config, type) and dataclasses.is_dataclass(config)):
                 whose = named(entry.target)
                 raise UserError(f"{self.kind} {name!r}, {whose}: config must be a dataclass, got {config!r}")
+            base = getattr(target, "OPTIONS", None)
+            if config is not None and base is not None and not issubclass(config, base):
+                raise UserError(f"{named(config)} must derive from {base.__module__}.{base.__qualname__}")
             for kind, lost in () if config is None else _no_fields(config):
                 raise UserError(
                     f"{named(kind)} adds {lost!r} to a dataclass, but is none itself; put @dataclass(kw_only=True) "

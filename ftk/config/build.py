@@ -77,6 +77,10 @@ def unknown_sections(root: type, tree: Tree) -> list[str]:
     """An error message for each top-level key that is not a section; for an option, it names the option's section."""
     known = [*sections_of(root), *slots_of(root)]
     unknown = [key for key in tree if key not in known]
+    if {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"} & set(unknown):
+        return [
+            "this is DeepSpeed's configuration; give `data_parallel_shard_size`, `zero_stage`, `batch_size` ... instead"
+        ]
     sections = sections_of_options(root) if unknown else {}
     return [
         f"{key} is an option, not a section; write it under {' or '.join(f'{section}:' for section in sections[key])}"

@@ -97,6 +97,8 @@ FOREIGN: tuple[Foreign, ...] = (
         max_sentences="--batch-size",
         batch_size_valid=("--batch-size", "validation has the batches of training"),
         tokens_per_sample="--seq-length",
+        max_tokens_valid=("--max-tokens", "validation has the batches of training"),
+        dataset_impl=("nothing", "files are mapped into memory"),
         amp="--precision fp16",
         memory_efficient_fp16=("--precision fp16", "the weights stay in fp32"),
         memory_efficient_bf16=("--weights bf16", "the optimizer keeps them in fp32"),
@@ -157,7 +159,12 @@ FOREIGN: tuple[Foreign, ...] = (
     *rows(
         FAIRSEQ, at="ftk-preprocess", padding_factor="ftk-train --make-vocab-size-divisible-by", bpe="--tokenizer NAME"
     ),
-    *rows(FAIRSEQ, at="ftk-train", sample_break_mode=("nothing", "as none; --document-mask keeps documents apart")),
+    *rows(
+        FAIRSEQ,
+        at="ftk-train",
+        sample_break_mode=("nothing", "as none; --document-mask keeps documents apart"),
+        tokenizer="ftk-preprocess --tokenizer NAME",
+    ),
     *(
         row
         for command in ("ftk-train", "ftk-generate")
@@ -356,7 +363,27 @@ FOREIGN: tuple[Foreign, ...] = (
         output_prefix="--destdir",
         append_eod="--append-eos",
         eod_mask_loss="--no-end-loss",
+        world_size="--gpus",
     ),
-    *rows(MEGATRON, at="ftk-train", data_path=("DATA", "the first argument, a folder; A,B are blended")),
-    *rows(MEGATRON, at="ftk-preprocess", input="--trainpref FILE"),
+    *rows(
+        MEGATRON,
+        at="ftk-train",
+        data_path=("DATA", "the first argument, a folder; A,B are blended"),
+        rampup_batch_size=("nothing", "not built; continue the run with another --update-freq and --reset-dataloader"),
+        context_parallel_size=("nothing", "not built; --sequence-parallel shares norms and dropout alone"),
+        num_experts=("nothing", "mixtures of experts are not built"),
+        expert_model_parallel_size=("nothing", "mixtures of experts are not built"),
+        swiglu=("--arch NAME", "of a family that has it, such as llama"),
+        rotary_percent=("--rotary-share", "of some families; fixed in others"),
+        use_flash_attn=("--attention NAME", "auto takes the fastest"),
+        overlap_grad_reduce=("nothing", "gradients are always sent during the backward pass"),
+        tokenizer_type="ftk-preprocess --tokenizer NAME",
+        vocab_size=("nothing", "the tokenizer of the data decides"),
+    ),
+    *rows(
+        MEGATRON,
+        at="ftk-preprocess",
+        input="--trainpref FILE",
+        split_sentences=("nothing", "tasks that need sentences find their ends in the tokens"),
+    ),
 )

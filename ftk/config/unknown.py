@@ -27,6 +27,8 @@ def unknown_arguments(arguments: Sequence[str], prog: str, root: type, known: It
     if not flags:
         is_model = "--path" in known and os.path.isdir(arguments[0])
         hint = f"a model is given by --path; see {prog} --help" if is_model else f"see {prog} --help"
+        if "--data-weights" in known and os.path.isdir(arguments[0]):
+            hint = f"to blend folders write DATA,{arguments[0]}, and their shares by --data-weights"
         if arguments[0].startswith(("\u2013", "\u2014")):  # as text programs make of two hyphens
             hint = "write two hyphens, --, before the name of an option"
         return [f"unexpected argument {arguments[0]!r}; {hint}"]

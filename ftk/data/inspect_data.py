@@ -73,7 +73,8 @@ def verify(folder: str | Path) -> list[str]:
 def _data_folder(folder: str | Path) -> Path:
     folder = Path(folder)
     if not folder.exists():
-        raise UserError(f"{folder}: no such folder; ftk-preprocess --destdir {folder} would make it")
+        advice = "give one folder" if "," in str(folder) else f"ftk-preprocess --destdir {folder} would make it"
+        raise UserError(f"{folder}: no such folder; {advice}")
     if not folder.is_dir():
         raise UserError(f"{folder}: a file; give the folder that ftk-preprocess wrote")
     return folder

@@ -102,7 +102,8 @@ def single_file(folder: Path, candidates: Sequence[Path], pattern: str, what: st
         UserError: there is not exactly one.
     """
     if not candidates:
-        raise UserError(f"{folder}: holds no file {pattern}; give {what}")
+        inside = folder / "tokenizer"  # of a data folder or a checkpoint
+        raise UserError(f"{folder}: holds no file {pattern}; give {inside if inside.is_dir() else what}")
     if len(candidates) > 1:
         names = ", ".join(candidate.name for candidate in candidates)
         raise UserError(

@@ -156,6 +156,10 @@ USER_ERRORS = [
     ("ftk-train DATA --arch glm_tiny", "give --max-update or --max-epoch"),
     ("ftk-train DATA --arch glm_tiny --max-update 1 --seq-length 1024", "512 positions"),
     ("ftk-train DATA/preprocess.json --arch glm_tiny --max-update 1", "holds no .idx file"),
+    ("ftk-train RUN --arch glm_tiny --max-update 1", "it is a run or a model; give a folder written by ftk-preprocess"),
+    ("ftk-train DATA/tokenizer --arch glm_tiny --max-update 1", "data-bin/tokenizer holds no .idx file; it is a token"),
+    ("ftk-train DATA/train --arch glm_tiny --max-update 1", "of which this is a split (in training --train-subset tr"),
+    ("ftk-train DATA DATA --arch glm_tiny --max-update 1", "to blend folders write DATA,"),
     (
         "ftk-train DATA --task seq2seq --finetune-from RUN --max-update 1 --save-dir OUT",
         "data-bin is a folder of tokens (.bin/.idx), and the task reads rows: give a folder with train.jsonl",
@@ -179,6 +183,7 @@ USER_ERRORS = [
     ("ftk-checkpoint verify /nowhere", "/nowhere"),
     ("ftk-checkpoint explode", "unknown command 'explode'"),
     ("ftk-data stats /nowhere", "/nowhere"),
+    ("ftk-data stats DATA,DATA", "no such folder; give one folder"),
     ("ftk-data show /nowhere --task glm_blank", "/nowhere"),
     ("ftk-data show /nowhere", "--task is missing; there are: causal_lm, classification, cloze, denoising, glm_blank"),
     (

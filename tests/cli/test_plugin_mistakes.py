@@ -87,6 +87,21 @@ class Own:
     def documents(self, split):
         return DocumentList([[1, 2, 3] * 20])
 """
+SCHEDULE = """
+from ftk.optim.schedules import LRScheduler, LRSchedulerConfig
+from ftk.registry import register_lr_scheduler
+
+
+@dataclass(kw_only=True)
+class SawConfig(LRSchedulerConfig):
+    period: int = option(10, "updates of a tooth")
+
+
+@register_lr_scheduler("saw", config=SawConfig)
+class Saw(LRScheduler):
+    def decayed(self, num_decayed):
+        return self.base_lr * (1 - num_decayed % self.config.period / self.config.period)
+"""
 SAMPLE = 'return {"tokens": piece[:-1], "targets": piece[1:], "loss_mask": np.ones(len(piece) - 1, dtype=bool)}'
 MAKE = "return Windows(documents, self.config.window, self.tokenizer.special.eos)"
 STATES = "return self.lstm(self.embedding(tokens))[0]"
@@ -434,6 +449,13 @@ CASES = [
     *((GOOD + BACKBONE, "--arch trunk_tiny", *case) for case in OF_BACKBONES),
     *((GOOD + DATASET, "--dataset own", *case) for case in OF_DATASETS),
     *((GOOD + OPTIMIZER, "--optimizer slow --lr-scheduler same --hooks look", *case) for case in OF_OPTIMIZERS),
+    (
+        GOOD + SCHEDULE,
+        "--lr-scheduler saw --warmup-updates 3",
+        "(LRSchedulerConfig)",
+        "",
+        "CLASS SawConfig must derive from ftk.optim.schedules.LRSchedulerConfig",
+    ),
     *((GOOD + ATTENTION, "--arch glm_tiny --attention short --task glm_blank", *case) for case in OF_ATTENTIONS),
 ]
 

@@ -255,6 +255,7 @@ def test_an_option_that_is_gone_is_passed_over_at_the_default_that_it_had_or_at_
         ("steps: 3", "^steps is an option, not a section; write it under plain:$"),
         ("plai: {shape: a}", r"^unknown section plai; did you mean plain\?$"),
         ("1: {a: 2}", "unknown section 1"),
+        ("train_batch_size: 8", "^this is DeepSpeed's configuration; give .data_parallel_shard_size., "),
         ("null: {a: 2}", "unknown section None"),
         ("true: x", "unknown section True"),
         ("2020-01-01: x", "unknown section datetime.date"),

@@ -124,6 +124,9 @@ def test_missing_empty_and_ambiguous_places_are_named(name: str, tmp_path: Path,
         build_tokenizer(name, path=tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"holds no file \*"):
         build_tokenizer(name, path=tmp_path)
+    (tmp_path / "tokenizer").mkdir()
+    with pytest.raises(UserError, match=r"holds no file .*; give \S+tokenizer$"):
+        build_tokenizer(name, path=tmp_path)
     for prefix in ("a", "b"):
         (tmp_path / f"{prefix}-vocab.txt").touch()
         (tmp_path / f"{prefix}.model").touch()

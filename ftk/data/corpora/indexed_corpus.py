@@ -27,6 +27,7 @@ from ftk.registry import TASKS, register_dataset
 from ftk.tokenizers import find_description, load_tokenizer
 from ftk.tokenizers.base import Tokenizer
 from ftk.tokenizers.fairseq_dict import dictionaries
+from ftk.tokenizers.files import DESCRIPTION
 
 
 class GroupedDocuments(TokenizedDocuments):
@@ -123,8 +124,7 @@ class IndexedFolder:
         self.config = config
         self.folder = Path(config.data)
         if not self.folder.exists():
-            advice = "" if "://" in config.data else f"; make one with ftk-preprocess --destdir {self.folder}"
-            raise UserError(f"{config.data}: no such data folder{advice}{download_hint(config.data, 'dataset')}")
+            raise UserError(f"{config.data}: no such data folder{_advice_for_missing(config.data)}")
         self.files = find_splits(self.folder) if self.folder.is_dir() else {}
         if not self.files:
             raise UserError(f"{self.folder} holds no .idx file; {_advice_for(self.folder)}")
@@ -213,9 +213,31 @@ def has_tokenizer(folder: Path) -> bool:
     return True
 
 
+def _advice_for_missing(data: str) -> str:
+    if Path(f"{data}.idx").is_file():  # as Megatron-LM names data
+        folder, split = Path(data).parent, Path(data).name
+        return f"; give the folder {folder}, of which this is a split (in training `train_subset` {split})"
+    folders = [word for word in data.split() if Path(word).is_dir()]
+    if len(folders) > 1:
+        return f"; to blend folders write {','.join(folders)}, and their shares by `data_weights`"
+    advice = "" if "://" in data else f"; make one with ftk-preprocess --destdir {data}"
+    return advice + download_hint(data, "dataset")
+
+
 def _advice_for(folder: Path) -> str:
-    rows = next((path.name for path in sorted(folder.glob("*")) if split_of(path.name) is not None), None)
-    if rows is None or not folder.is_dir():
+    if not folder.is_dir():
+        return "give a folder written by ftk-preprocess"
+    names = sorted(path.name for path in folder.iterdir())
+    if "config.yaml" in names or "config.json" in names:
+        return "it is a run or a model; give a folder written by ftk-preprocess"
+    if DESCRIPTION in names:
+        return f"it is a tokenizer; give {folder.parent if find_splits(folder.parent) else 'a data folder'}"
+    if texts := [name for name in names if name.startswith("train.txt")]:
+        return f"it has texts ({texts[0]}); read them by `dataset` raw, or make a data folder with ftk-preprocess"
+    rows = [name for name in names if split_of(name) is not None]
+    if not rows:
         return "give a folder written by ftk-preprocess"
     tasks = ", ".join(name for name in TASKS.names() if TASKS.get(name).dataset == "rows")
-    return f"it has rows ({rows}), which these tasks read: {tasks}; choose one by `task`, or ftk-preprocess the texts"
+    return (
+        f"it has rows ({rows[0]}), which these tasks read: {tasks}; choose one by `task`, or ftk-preprocess the texts"
+    )

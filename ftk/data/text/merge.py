@@ -53,7 +53,7 @@ def merge(names: Sequence[str], destdir: str, overwrite: bool) -> str:
     Memory use does not depend on the size of the data, except with `dedup`: 64 bits of each document.
 
     Args:
-        names: the folders of all shards, in any order; patterns are expanded.
+        names: the folders of all shards, in any order, also several in one name as A,B; patterns are expanded.
         destdir: folder to make, whole or not at all.
         overwrite: replace it, if ftk has written it.
 
@@ -95,7 +95,7 @@ def merge(names: Sequence[str], destdir: str, overwrite: bool) -> str:
 
 def _folders(names: Sequence[str]) -> list[Path]:
     found: list[Path] = []
-    for name in names:
+    for name in (each for given in names for each in ([given] if Path(given).exists() else given.split(","))):
         matches = sorted(glob.glob(name)) if glob.has_magic(name) and not Path(name).exists() else [name]
         if not matches:
             raise UserError(f"{name}: no folder matches this pattern")
