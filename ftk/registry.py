@@ -125,7 +125,7 @@ class Registry:
                 whose = named(entry.target)
                 raise UserError(f"{self.kind} {name!r}, {whose}: config must be a dataclass, got {config!r}")
             base = getattr(target, "OPTIONS", None)
-            if config is not None and base is not None and not issubclass(config, base):
+            if config is not None and isinstance(base, type) and not issubclass(config, base):
                 raise UserError(f"{named(config)} must derive from {base.__module__}.{base.__qualname__}")
             for kind, lost in () if config is None else _no_fields(config):
                 raise UserError(

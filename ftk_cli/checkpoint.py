@@ -142,7 +142,7 @@ class GrowConfig:
     new_positions: str = option(
         "repeat",
         "tables of learned positions: repeat, they go on with a copy of their rows; interpolate, they are stretched, "
-        "which changes old positions too (those within an answer are repeated all the same)",
+        "which changes old positions too (positions within an answer are always repeated)",
         needs={"max_positions": True},
         choices=("repeat", "interpolate"),
     )

@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def body(argv: list[str]) -> int:
     if (code := launch("train", argv)) is not None:
         return code
-    with naming_plugin(*((None,) if value_of(argv, "--user-dir") else _plugin_of_run(argv))):
+    plugin, words = (None, set()) if value_of(argv, "--user-dir") else _plugin_of_run(argv)
+    with naming_plugin(plugin, words):
         config = compose(TrainConfig, "ftk-train", DESCRIPTION, argv)
     return train(config)
 

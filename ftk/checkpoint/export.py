@@ -172,8 +172,9 @@ def _program(model: nn.Module) -> torch.export.ExportedProgram:
     except Exception as error:
         if not is_plugin(model):
             raise
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"torch.export cannot export {named(model)}: {str(error).strip().splitlines()[0]}\n"
+            f"torch.export cannot export {named(model)}: {why}\n"
             f"its forward must take any batch size and length; `format` safetensors writes its weights alone"
         ) from error
 

@@ -69,10 +69,11 @@ def template_file(tokenizer: Tokenizer | None, section: Mapping[str, Any], model
     template = kind.target.chat_template(build_options("task", kind.config, options), tokenizer, model_config)
     if template is None:
         return {}
-    if tokenizer.decode([*tokenizer.encode("a"), *tokenizer.encode("b")]) != "ab":
+    is_pieces = isinstance(tokenizer, SentencePieceTokenizer)
+    if is_pieces and tokenizer.decode([*tokenizer.encode("a"), *tokenizer.encode("b")]) != "ab":
         logger.warning(
-            "%s: transformers puts no space in front of each text, as ftk does with this tokenizer: conversations have "
-            "other ids there than in training; ftk asks the folder with those of the training",
+            "%s: with this tokenizer ftk puts a space in front of each text, and transformers does not: conversations "
+            "have other ids there than in training; ftk itself, opening the folder, gives those of the training",
             TEMPLATE,
         )
     return {TEMPLATE: template.encode()}

@@ -67,12 +67,12 @@ def write_folder(folder: Path, contents: Contents, shard_bytes: int) -> None:
         if not is_plain(name) or not name.endswith(KEPT):
             raise UserError(f"{place / name}: is none of the files that are copied ({', '.join(KEPT)}); remove it")
     tied, apart = converter.tied(config), {*unread.described}
+    theirs = _with_constants(tensors, constants)
     if NAMES in kept:
         names = {*tensors.described, *constants.described}
         files = _recorded(kept.pop(NAMES), place / NAMES, names, converter, tied, {*constants.described}, apart)
-        theirs = _with_constants(tensors, constants).joined(unread)
+        theirs = theirs.joined(unread)
     else:
-        theirs = _with_constants(tensors, constants)
         copied = [name for name in converter.copied(config) if tied[name] in theirs.described]
         copies = {name: theirs.described[tied[name]] for name in copied}
         files, index = _shards({**theirs.described, **copies}, shard_bytes)
@@ -148,7 +148,7 @@ def _refuse_lost(contents: Contents, found: Any) -> None:
     if contents.head is not None:  # it replaces the output layer that the option is about
         names = [name for name in names if name != "next_sentence"]
     for name in (*names, *_CHECKED):
-        value, theirs = (getattr(options, name, None) for options in (config, found))
+        value, theirs = (getattr(side, name, None) for side in (config, found))
         if value is not None and value != theirs:
             raise UserError(
                 f"Hugging Face's form of {contents.model} has no place for `{name}` {value}; its models have {theirs}"

@@ -81,11 +81,11 @@ def own_names(
     if all(f"{layer}.weight" in shapes for layer in layers) or all(_pattern(layer) not in patterns for layer in layers):
         _refuse_missing(config, layers, rest, shapes, path)
         return config, tensors
-    known = [one for one in layers if _pattern(one) in patterns]
-    if own := [one for one in layers if one not in known and f"{one}.weight" in shapes]:
+    named_theirs = [layer for layer in layers if _pattern(layer) in patterns]
+    if named_ours := [layer for layer in layers if layer not in named_theirs and f"{layer}.weight" in shapes]:
         raise UserError(
-            f"{path.parent}: its layers have names of two kinds, ftk's as {own[0]} and Hugging Face's as {known[0]}; "
-            f"save it again with one of them"
+            f"{path.parent}: its layers have names of two kinds, ftk's as {named_ours[0]} and Hugging Face's as "
+            f"{named_theirs[0]}; save it again with one of them"
         )
     links = {name: link_of(name, renames, shapes, back=True) for name in shapes}
     theirs = {target: shapes[name] for name, link in links.items() if link is not None for target in link.targets}

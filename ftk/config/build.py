@@ -55,16 +55,13 @@ def build(
         errors.extend(without_effect(config, given, by_flag=in_file is not None))
     if errors:
         sources = dict(in_file or {})
-        for key, recipe in from_recipe.items():
-            for name in recipe:
-                sources |= dict.fromkeys((f"{key}.{name}", f"--{name.replace('_', '-')}"), _whose_recipe(root, tree))
+        if from_recipe and (entry := _architecture(root, tree)) is not None:
+            whose = f"the recipe of architecture {entry.name!r}, {named(entry.target)}"
+            for key, recipe in from_recipe.items():
+                for name in recipe:
+                    sources |= {f"{key}.{name}": whose, f"--{name.replace('_', '-')}": whose}
         raise UserError(report([_with_source(error, sources) for error in errors]))
     return config
-
-
-def _whose_recipe(root: type, tree: Tree) -> str:
-    entry = _architecture(root, tree)
-    return "" if entry is None else f"the recipe of architecture {entry.name!r}, {named(entry.target)}"
 
 
 def _with_source(error: str, sources: Mapping[str, str]) -> str:
@@ -325,7 +322,8 @@ def _build_section(
     try:
         config = None if found else config_type(**converted)
     except ValueError as error:  # from `__post_init__` of a plugin's options
-        raise UserError(f"{named(config_type)}: {error}") from error
+        errors.append(f"{named(config_type)}: {error}")
+        return None
     told = wrong_values(config_type, converted) if config is None else mistakes(config)
     errors.extend([*found, *(_with_place(key, options, message, in_file) for message in told)])
     return config

@@ -50,6 +50,7 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     if early.user_dir is not None and early.user_dir.lower() not in NONE:
         import_user_dir(early.user_dir)
     tree: Tree = read_config_file(root, early.config, early.user_dir) if early.config is not None else {}
+    in_file = {f"{key}.{name}": f"{early.config}" for key, values in tree.items() for name in as_mapping(key, values)}
     if errors := unknown_sections(root, tree):  # before what is missing, such as an architecture
         raise UserError(report(errors))
 
@@ -73,7 +74,6 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
         print(visible(help_text(root, prog, description, early.help, groups)), end="")
         raise SystemExit(0)
     given = flags.parse(root, prog, argv, [*groups, *chosen])
-    in_file = {f"{key}.{name}": f"{early.config}" for key, values in tree.items() for name in as_mapping(key, values)}
     for key, values in given.items():
         tree[key] = as_mapping(key, tree.get(key)) | values
         for name in values:

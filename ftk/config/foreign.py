@@ -363,7 +363,7 @@ FOREIGN: tuple[Foreign, ...] = (
         output_prefix="--destdir",
         append_eod="--append-eos",
         eod_mask_loss="--no-end-loss",
-        world_size="--gpus",
+        world_size="ftk-plan --gpus",
     ),
     *rows(
         MEGATRON,

@@ -35,20 +35,25 @@ def without_effect(config: Any, given: Collection[str], *, by_flag: bool = True)
         option, value = values.get(key, (None, None))
         if option is None or value == option.default or (value == 0 and option.kind is not bool):
             continue
-        missing = [
-            " or ".join(need_text(by_name[name][0], wanted, by_flag=by_flag) for name in present)
+        unmet = [
+            (present, wanted)
             for names, wanted in option.needs.items()
-            if (present := [name for name in _names(names) if name in by_name])
-            and not any(_holds(by_name[name][1], wanted) for name in present)
+            if (present := [by_name[name] for name in _names(names) if name in by_name])
+            and not any(_holds(found, wanted) for _, found in present)
         ]
-        if missing:
+        if unmet:
             flag = (option.flag.replace("--", "--no-", 1) if value is False else option.flag) if by_flag else key
-            needed = [by_name[name] for names in option.needs for name in _names(names) if name in by_name]
-            off = next((one for one, now in needed if now is None is not one.default), None)
+            off = next(
+                (other for others, _ in unmet for other, now in others if now is None is not other.default), None
+            )
             if off is not None:  # given as none
                 yield f"{flag} has no effect with {off.flag if by_flag else off.key} none; leave one of the two out"
             else:
-                yield f"{flag} has no effect without {' and '.join(missing)}; add that, or leave {flag} out"
+                missing = " and ".join(
+                    " or ".join(need_text(other, wanted, by_flag=by_flag) for other, _ in others)
+                    for others, wanted in unmet
+                )
+                yield f"{flag} has no effect without {missing}; add that, or leave {flag} out"
 
 
 def has_effect(section: Any, option: Option) -> bool:

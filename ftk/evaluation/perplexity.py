@@ -258,7 +258,7 @@ def _per(
         return [sum(record[key] for record in group) for key in ("logprob", unit, "characters")]
 
     def value(sums: np.ndarray) -> float:
-        if sums[2] > longest * sums[1]:
+        if sums[1] and sums[2] > longest * sums[1]:
             return math.nan
         nats = -sums[0] / (sums[1] - less) if sums[1] > less else math.nan
         return of(nats) if of is not None else math.exp(min(nats, _GREATEST_LOSS))

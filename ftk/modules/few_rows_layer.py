@@ -228,7 +228,7 @@ def _kernel_of(layer: TransformerLayer, parts: tuple[nn.Module, ...], device: to
     own_norms = [_norm_of(norm) for norm in norms]
     matrices = [None if linear is None else _matrix_of(linear) for linear in linears]
     if None in own_norms or any(
-        matrix is None and each is not None for matrix, each in zip(matrices, linears, strict=True)
+        matrix is None and linear is not None for matrix, linear in zip(matrices, linears, strict=True)
     ):
         return None
     kernel = _few_rows.Layer(*own_norms, *matrices, _ACTIVATIONS.index(activation), *shape)  # type: ignore[arg-type, call-arg]

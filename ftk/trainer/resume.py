@@ -137,15 +137,19 @@ def _options_that_keep(schedule: LRScheduler, chosen: Chosen, peak: float, updat
     config = chosen.config
     if not isinstance(config, LRSchedulerConfig):
         return ""
-    fixed = {"warmup_updates": schedule.warmup_updates} if config.warmup_ratio else {}
+    rises = schedule.warmup_updates
+    fixed = {} if rises == config.warmup_updates else {"warmup_updates": rises}
     if isinstance(config, DecayConfig) and not config.given_updates():
         fixed["decay_updates"] = schedule.decay_updates
     same = dataclasses.replace(config, **{**fixed, "warmup_ratio": 0.0})
-    kept = dataclasses.replace(chosen, config=same).build(base_lr=peak, total_updates=updates.stop)
+    try:
+        kept = dataclasses.replace(chosen, config=same).build(base_lr=peak, total_updates=updates.stop)
+    except UserError:  # they do not fit into a shorter run
+        return ""
     if not fixed or any(kept.lr(update) != schedule.lr(update) for update in updates[:: len(updates) // 100 + 1]):
         return ""
     shown = " ".join(f"`{name}` {value}" for name, value in fixed.items())
-    return f"{shown}{' in place of `warmup_ratio`, with' if config.warmup_ratio else ''} `reset_lr_scheduler`"
+    return f"{shown} `reset_lr_scheduler`{' without `warmup_ratio`' if config.warmup_ratio else ''}"
 
 
 def data_identity(task: Task, split: str) -> str | None:
@@ -195,18 +199,19 @@ def _with_batches(changes: Sequence[Change], config: TrainConfig, before: int, n
     key, size_key = "training.update_freq", "dataloader.batch_size"
     was = {change.key: change.old for change in changes}
     old = was.get(key, update_freq)
+    wanted, each = old * before, now  # of which `update_freq` must make as many
     if size_key in was and not (loader.max_tokens or loader.bucket_window or loader.curriculum_updates):
-        old_size, size = (value or DEFAULT_BATCH_SIZE for value in (was[size_key], loader.batch_size))
-        if old_size * old * before == size * update_freq * now:
+        wanted, each = wanted * (was[size_key] or DEFAULT_BATCH_SIZE), each * (loader.batch_size or DEFAULT_BATCH_SIZE)
+        if wanted == each * update_freq:
             same = (key, size_key)
             return [dataclasses.replace(change, resume=FREE) if change.key in same else change for change in changes]
-    if before == now:
+    if before == now and size_key not in was:
         return list(changes)
     others = [change for change in changes if change.key != key]
-    if old * before == update_freq * now:
+    if old * before == update_freq * now and size_key not in was:
         return others
-    wanted = f"; `update_freq` {old * before // now} keeps them" if old * before % now == 0 else ""
-    new = f"{update_freq * now}{wanted}"
+    keeps = f"; `update_freq` {wanted // each} keeps its samples" if wanted % each == 0 else ""
+    new = f"{update_freq * now}{keeps}"
     return [*others, Change("batches of an update (`update_freq` x data parallel)", old * before, new, "dataloader")]
 
 

@@ -384,7 +384,7 @@ def _hooks(
         from ftk.trainer.evaluations import EvaluateWith
 
         hooks.append(EvaluateWith(config, task, valid_splits[0], update.runner.stages[0], world))
-    if is_plugin(update.optimizer) or is_plugin(schedule):
+    if config.checkpoint.save and (is_plugin(update.optimizer) or is_plugin(schedule)):
         hooks.append(CheckStates(schedule))
     if debug.profile and world.is_main:
         hooks.append(Profile(debug.profile, debug.profile_start))

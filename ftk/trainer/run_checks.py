@@ -38,14 +38,16 @@ class CheckStates(Hook):
     its first checkpoint."""
 
     def __init__(self, schedule: LRScheduler) -> None:
-        self._unchecked: LRScheduler | None = schedule
+        self._schedule = schedule
+        self._had_state: bool | None = None  # of the optimizer, at the last check
 
     def after_step(self, step: StepInfo) -> None:
-        if self._unchecked is None or not step.optimizer.state:  # the update may have been skipped
-            return
-        schedule, self._unchecked = self._unchecked, None
-        described_optimizer(step.model, step.optimizer)
-        state_to_save(schedule)
+        has_state = bool(step.optimizer.state)  # not after an update that was skipped, nor of all optimizers
+        if self._had_state is None:
+            state_to_save(self._schedule)
+        if self._had_state is None or has_state > self._had_state:
+            described_optimizer(step.model, step.optimizer)
+            self._had_state = has_state
 
 
 def warn_of_other_model(model: nn.Module, config: TrainConfig, sections: Mapping[str, Any]) -> None:

@@ -275,16 +275,18 @@ class SequentialRunner:
 
 def _refuse_unknown_target(batch: Batch, error: Exception) -> None:
     """Raise a UserError with the sample if an error of torch is about a target that the scores do not have."""
-    found = re.search(r"(?:Target|index) (-?\d+) is out of bounds", str(error))
-    wrong = () if found is None else (batch.targets == int(found[1])).nonzero().flatten().tolist()
-    if found is None or not wrong or batch.sample_ids is None:
+    found = re.search(r"(?:Target|index) (-?\d+) is out of bounds(?: for dimension (\d+))?", str(error))
+    if found is None or found[2] not in (None, "1") or batch.sample_ids is None:  # scores are [N, V]
+        return
+    wrong = (batch.targets == int(found[1])).nonzero().flatten().tolist()
+    if not wrong:
         return
     samples, (num_rows, width) = batch.sample_ids, batch.placed_tokens.shape
     if len(samples) == num_rows and len(batch.places) == len(batch.targets):
         samples = samples[[int(batch.places[wrong[0]]) // width]]
     raise UserError(
         f"sample {' or '.join(map(str, samples))} has the target {found[1]}, for which the model has no score; "
-        f"targets are tokens of its vocabulary where loss_mask is true"
+        f"where loss_mask is true, a target is the number of one of the scores"
     ) from error
 
 

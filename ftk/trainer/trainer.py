@@ -392,7 +392,7 @@ class Trainer:
         run, state, scaler = self.run, self.state, self.run.update.scaler
         state.figures = self.figures.state_dict()
         state.seconds = run.stopwatch.seconds()
-        state.lr_scheduler = state_to_save(run.schedule)
+        state.lr_scheduler = state_to_save(run.schedule) if run.config.checkpoint.save else {}
         state.loss_scale = scaler.state_dict() if scaler is not None else {}
         run.hooks.call("before_checkpoint", self.info)
         extra = {"ema": run.ema.state_dict()} if run.ema is not None else None

@@ -449,6 +449,7 @@ CASES = [
     *((GOOD + BACKBONE, "--arch trunk_tiny", *case) for case in OF_BACKBONES),
     *((GOOD + DATASET, "--dataset own", *case) for case in OF_DATASETS),
     *((GOOD + OPTIMIZER, "--optimizer slow --lr-scheduler same --hooks look", *case) for case in OF_OPTIMIZERS),
+    (GOOD + OPTIMIZER, "--optimizer sgd --momentum 0 --lr-scheduler same", *OF_OPTIMIZERS[1]),  # keeps no state
     (
         GOOD + SCHEDULE,
         "--lr-scheduler saw --warmup-updates 3",

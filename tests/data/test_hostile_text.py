@@ -16,7 +16,7 @@ from ftk.tokenizers import load_tokenizer
 # file -> (start of the message without --on-error skip, or None; documents; skipped by reason) with it.
 NO = "no documents for train"
 CASES: dict[str, tuple[str | None, int, dict[str, int]]] = {
-    "01_empty.txt": (f": {NO} (skipped: none; there is no text in it)", 0, {}),
+    "01_empty.txt": (f": {NO} (skipped: none; there is no text)", 0, {}),
     "02_only_newlines.txt": (f": {NO} (skipped: 1000 empty)", 0, {}),
     "03_only_blank.txt": (f": {NO} (skipped: 5 empty)", 0, {}),
     "04_crlf.txt": (None, 3, {"empty": 1}),

@@ -253,8 +253,9 @@ def test_merging_what_is_not_one_run_is_refused(change, message, two_shards, tmp
     shutil.copytree(two_shards, folder)
     change(folder, model, letters_model)
     capsys.readouterr()
-    assert merge([f"{folder / '1'},{folder / '2'}"], tmp_path / "out") == 2
-    assert message.format(folder=folder) in capsys.readouterr().err
+    for shards in ([folder / "1", folder / "2"], [f"{folder / '1'},{folder / '2'}"]):
+        assert merge(shards, tmp_path / "out") == 2
+        assert message.format(folder=folder) in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

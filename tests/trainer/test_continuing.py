@@ -22,7 +22,7 @@ from ftk.errors import UserError
 from ftk.registry import LR_SCHEDULERS
 from ftk.trainer import Trainer, build_run
 from ftk.trainer.config import TrainConfig, describe_sources
-from ftk.trainer.resume import check_changes, with_recipe_of_run
+from ftk.trainer.resume import check_changes, describe_stretch, with_recipe_of_run
 from ftk.trainer.state import TrainerState
 from tests.trainer.test_resume import OPTIONS
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, everything, toy_config, toy_trainer
@@ -217,6 +217,7 @@ def test_a_harmless_change_is_shown_and_changes_no_bit(tmp_path, caplog, options
         ({"": "cosine"}, {"decay_updates": 2}),
         ({"": "linear", "warmup_updates": 0}, {"decay_updates": 5}),
         ({"": "cosine", "warmup_updates": 0, "warmup_ratio": 0.4}, {"warmup_updates": 2, "decay_updates": 3}),
+        ({"": "one_cycle", "warmup_updates": 0}, {"warmup_updates": 2, "decay_updates": 3}),
         ({"": "warmup_stable_decay", "warmup_updates": 1, "decay_updates": 2}, None),  # nothing keeps that
     ],
     ids=str,
@@ -232,10 +233,11 @@ def test_a_longer_run_says_what_becomes_of_its_schedule_and_what_keeps_it(tmp_pa
     assert "now at update 10 instead of 5: the learning rate after update 5 is" in said
     if advice is None:
         assert said.endswith(" instead of 0")
+        longer.run.checkpoints.release()
         return
     shown = " ".join(f"`{name}` {value}" for name, value in advice.items())
-    shown += " in place of `warmup_ratio`, with" if "warmup_ratio" in schedule else ""
-    assert said.endswith(f" instead of 0 ({shown} `reset_lr_scheduler` keep the old one)")
+    shown += " `reset_lr_scheduler`" + (" without `warmup_ratio`" if "warmup_ratio" in schedule else "")
+    assert said.endswith(f" ({shown} keep the old one)")
     old = longer.run.config.lr_scheduler.build(base_lr=0.01, total_updates=5)
     longer.run.checkpoints.release()
     caplog.clear()
@@ -243,6 +245,14 @@ def test_a_longer_run_says_what_becomes_of_its_schedule_and_what_keeps_it(tmp_pa
     assert "the schedule ends with the run" not in caplog.text
     assert [kept.run.schedule.lr(update) for update in range(5, 10)] == [old.lr(update) for update in range(5, 10)]
     kept.run.checkpoints.release()
+
+
+def test_a_shorter_run_is_no_mistake_where_nothing_keeps_its_schedule(tmp_path):
+    schedule = {"": "warmup_stable_decay", "warmup_updates": 0, "warmup_ratio": 0.4, "decay_ratio": 0.4}
+    chosen = {f"lr_scheduler__{name}".removesuffix("__"): value for name, value in schedule.items()}
+    long, short = (toy_config(tmp_path, training__max_update=length, **chosen) for length in (100, 50))
+    said = describe_stretch(short, dump(long), [7], 10)
+    assert str(said).endswith(" instead of 0.00275")
 
 
 def test_a_schedule_that_does_not_fit_the_old_length_is_taken_with_the_new_one(tmp_path, caplog):
@@ -346,6 +356,8 @@ def test_an_update_of_as_many_samples_goes_on_in_smaller_batches(tmp_path, size,
     toy(**STOP).train()
     smaller = {"dataloader__batch_size": size, "training__update_freq": freq}
     assert "dataloader.batch_size" in refused(tmp_path, **longer, **smaller | {"dataloader__bucket_window": 8})
+    other = refused(tmp_path, **longer, **smaller | {"training__update_freq": 3})
+    assert f"-> 3; `update_freq` {freq} keeps its samples" in other
     resumed = toy(**longer, **smaller)
     resumed.train()
     assert resumed.state.iterator == straight.state.iterator
@@ -520,7 +532,7 @@ def test_the_batch_of_an_update_is_that_of_all_processes(tmp_path):
     assert agree(1, 1, freq) == set()
     assert agree(4, 2, 2 * freq) == set()
     with pytest.raises(
-        UserError, match=rf"{2 * freq} -> {freq}; `update_freq` {2 * freq} keeps them .*`reset_dataloader`"
+        UserError, match=rf"{2 * freq} -> {freq}; `update_freq` {2 * freq} keeps its samples .*`reset_dataloader`"
     ):
         agree(2, 1, freq)
     with pytest.raises(UserError, match=rf"{freq} -> {4 * freq} .*`reset_dataloader`"):

@@ -89,7 +89,9 @@ class Blend(ABC):
         if self.weights is not None and not 1 < len(self.weights) == len(names):
             given, data = f"`data_weights` {_listed(self.weights)}", ",".join(map(":".join, names))
             if len(names) == 1:
-                raise UserError(f"{given} has no effect, as {data} is one corpus; leave it out, or name others, too")
+                raise UserError(
+                    f"{given} has no effect, as {data} is one corpus; leave it out, or name several corpora"
+                )
             raise UserError(
                 f"{given} are {len(self.weights)} weights, {data} names {len(names)} corpora; give one weight for each"
             )

@@ -41,11 +41,7 @@ class DocumentList:
     """
 
     def __init__(self, documents: Sequence[Any]) -> None:
-        self._documents = [np.asarray(document) for document in documents]
-        for number, document in enumerate(self._documents):
-            if document.size and document.dtype.kind not in "iu":
-                raise TypeError(f"document {number} holds {document.dtype}; it must hold token ids, integers")
-        self._documents = [document.astype(np.int64, copy=False) for document in self._documents]
+        self._documents = [_token_ids(number, document) for number, document in enumerate(documents)]
         self.sizes = np.array([len(document) for document in self._documents], dtype=np.int32)
 
     def __len__(self) -> int:
@@ -53,6 +49,13 @@ class DocumentList:
 
     def __getitem__(self, index: int) -> NDArray[np.int64]:
         return self._documents[index]
+
+
+def _token_ids(number: int, document: Any) -> NDArray[np.int64]:
+    ids = np.asarray(document)
+    if ids.size and ids.dtype.kind not in "iu":
+        raise TypeError(f"document {number} holds {ids.dtype}; it must hold token ids, integers")
+    return ids.astype(np.int64, copy=False)
 
 
 class TokenizedDocuments:

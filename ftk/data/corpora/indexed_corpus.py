@@ -233,7 +233,7 @@ def _advice_for(folder: Path) -> str:
     if DESCRIPTION in names:
         return f"it is a tokenizer; give {folder.parent if find_splits(folder.parent) else 'a data folder'}"
     if texts := [name for name in names if name.startswith("train.txt")]:
-        return f"it has texts ({texts[0]}); read them by `dataset` raw, or make a data folder with ftk-preprocess"
+        return f"it has texts ({texts[0]}); read them with `dataset` raw, or make a data folder with ftk-preprocess"
     rows = [name for name in names if split_of(name) is not None]
     if not rows:
         return "give a folder written by ftk-preprocess"

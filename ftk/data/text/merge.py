@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -95,7 +96,8 @@ def merge(names: Sequence[str], destdir: str, overwrite: bool) -> str:
 
 def _folders(names: Sequence[str]) -> list[Path]:
     found: list[Path] = []
-    for name in (each for given in names for each in ([given] if Path(given).exists() else given.split(","))):
+    lists = [[name] if Path(name).exists() or glob.has_magic(name) else name.split(",") for name in names]
+    for name in filter(None, itertools.chain.from_iterable(lists)):
         matches = sorted(glob.glob(name)) if glob.has_magic(name) and not Path(name).exists() else [name]
         if not matches:
             raise UserError(f"{name}: no folder matches this pattern")

@@ -271,7 +271,7 @@ def _write_split(
         of_split.documents, of_split.tokens = writer.documents[name], writer.tokens[name]
         if not of_split.documents and inputs.shard is None:
             skipped = ", ".join(f"{count} {reason}" for reason, count in report.reasons().items())
-            skipped = skipped or ("none" if report.num_bytes else "none; there is no text in it")
+            skipped = skipped or ("none" if report.num_bytes else "none; there is no text")
             ratio = "" if name == split else f"; {name}_ratio is {inputs.held_out(split)[name]}"
             raise UserError(f"{', '.join(_unique_paths(paths))}: no documents for {name} (skipped: {skipped}){ratio}")
     return reports

@@ -43,7 +43,7 @@ class LongformerConverter(PaddedEncoderConverter):
     def config_from(self, config: dict[str, Any]) -> EncoderConfig:
         window = config.get(_WINDOW, 512)
         windows = window if isinstance(window, list) else [window]
-        if not windows or not all(isinstance(window, int) for window in windows):
+        if not windows or not all(isinstance(size, int) for size in windows):
             raise UserError(
                 f"config.json: {_WINDOW} is {window!r:.60}; it must be a whole number, or one for each layer"
             )

@@ -184,7 +184,7 @@ def check_command_tokens(tokenizer: Tokenizer, config: BlankInfillingConfig) -> 
         off = " ".join(f"`{name}` 0" for name in masking)
         raise UserError(
             f"{given} (perhaps set by `config`): the tokenizer {tokenizer.name} lacks the command token [dBLOCK]; "
-            f"switch that off by {off}, or preprocess with `special_tokens` glm and `decoder_mask`"
+            f"switch it off with {off}, or preprocess with `special_tokens` glm and `decoder_mask`"
         )
     numbered = max_blanks(config) - 1
     if config.sentinel_tokens and len(sentinels(special)) < numbered:
