@@ -73,7 +73,7 @@ def grow_checkpoint(
         divisor: where rows are added, their number is a multiple of this; None: as in the model's task.
         max_positions: longer texts; None: as they are.
         new_positions: repeat: tables of positions go on with a copy of their rows (Beltagy et al. 2020); interpolate:
-            they are stretched, so that old positions change as well. GLM's positions within an answer are always
+            they are stretched, so that old positions change as well. Positions within an answer are always
             repeated, and their row 0, of tokens in no answer, stays as it is.
         ema: the moving average of the weights becomes the weights.
 

@@ -50,9 +50,9 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     if early.user_dir is not None and early.user_dir.lower() not in NONE:
         import_user_dir(early.user_dir)
     tree: Tree = read_config_file(root, early.config, early.user_dir) if early.config is not None else {}
-    in_file = {f"{key}.{name}": f"{early.config}" for key, values in tree.items() for name in as_mapping(key, values)}
     if errors := unknown_sections(root, tree):  # before what is missing, such as an architecture
         raise UserError(report(errors))
+    in_file = {f"{key}.{name}": f"{early.config}" for key, values in tree.items() for name in as_mapping(key, values)}
 
     for key, name in early.names.items():
         _choose(tree, key, slots_of(root)[key].architectures is not None, name)
