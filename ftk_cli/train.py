@@ -47,10 +47,9 @@ def _plugin_of_run(argv: Sequence[str]) -> tuple[object, set[str]]:
     The plugin is None if there is no run, it has none, or its file cannot be read.
     """
     file = Path(value_of(argv, "--save-dir") or CheckpointConfig.save_dir, "config.yaml")
-    with suppress(UserError, OSError):
+    with suppress(UserError):
         tree = load_yaml(file)
-        words = set(re.findall(r"\w+", file.read_text(encoding="utf-8")))
-        return as_mapping("common", tree.get("common")).get("user_dir"), words
+        return as_mapping("common", tree.get("common")).get("user_dir"), set(re.findall(r"\w+", str(tree)))
     return None, set()
 
 

@@ -9,7 +9,7 @@ from ftk.models.conversion import Converter
 from ftk.registry import HF_MODELS
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-KEPT = (".jinja", ".json", ".model", ".txt")  # endings of the files that are copied besides the weights
+KEPT = (".jinja", ".json", ".model", ".txt")  # suffixes of the other files that are copied
 NAMES = "ftk_names.json"  # of `source/`: weights' file -> {"metadata": of the file, "names": of its tensors}
 UNREAD = f"ftk_unread{SAFE}"  # of `source/`: weights that no part of ours reads, to be written back
 ENDS = "eos_token_id"

@@ -106,7 +106,7 @@ def _new_files(
 
 
 def _shards(described: Mapping[str, Tensor], most: int) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Files for tensors in the form of `ftk_names.json`, of at most so many bytes, filled in order; and their index."""
+    """Tensors split into files of at most `most` bytes, as `ftk_names.json` lists them; and the index of the files."""
     shards: list[list[str]] = [[]]
     filled = 0
     sizes = {name: tensor.numel() * tensor.dtype.itemsize for name, tensor in described.items()}

@@ -67,7 +67,7 @@ class LRScheduler(ABC):
         UserError: the schedule needs the length of the run, and there is none.
     """
 
-    OPTIONS = LRSchedulerConfig  # what the config of every schedule derives from
+    OPTIONS = LRSchedulerConfig  # base class of the config of every schedule
     config: Any
     decay_updates: int  # of the schedules whose options are a `DecayConfig`
 

@@ -55,8 +55,8 @@ def edit_json(path: Path, **values: Any) -> None:
 
 
 def assert_refused(form: Any, source: Path, message: str) -> None:
-    """That a folder is not converted, for a reason in one line that names it, one of several with | between them, and
-    that nothing stands beside it."""
+    """Asserts that a folder is refused in one line that names it and has one of the texts between the | of `message`,
+    and that nothing is written beside it."""
     with pytest.raises(UserError) as caught:
         convert_from(form, source, source.with_name("ours"))
     assert any(text in str(caught.value) for text in message.split("|")), caught.value
